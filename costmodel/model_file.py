@@ -58,6 +58,9 @@ OTHER_NAMES = {
     "num_moe_experts": "moe.num_experts",
     "moe_router_topk": "moe.topk",
     "moe_ffn_hidden_size": "moe.expert_ffn",
+    "qk_layernorm": "qk_norm",
+    "dense_first_layers": "moe.dense_first_layers",
+    "moe.experts": "moe.num_experts",
     # Keys of Hugging Face's configurations, GPT-NeoX's and llm-foundry's.
     "num_hidden_layers": "num_layers",
     "n_layer": "num_layers",
@@ -75,6 +78,8 @@ OTHER_NAMES = {
     "n_routed_experts": "moe.num_experts",
     "num_experts_per_tok": "moe.topk",
     "moe_intermediate_size": "moe.expert_ffn",
+    "first_k_dense_replace": "moe.dense_first_layers",
+    "num_nextn_predict_layers": "mtp_layers",
 }
 
 

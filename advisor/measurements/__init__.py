@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from advisor.measurements.memory import largest_micro_batch, made_to_fit, refuted, unsaid_sizes
+from advisor.measurements.other_flags import with_flags
 from advisor.measurements.plans import (
     bound_to_cores,
     habit_of,
@@ -139,6 +141,8 @@ def row_case(row: Row) -> Case | Skip:
     Where memory refutes what was read, with the sizes that the row leaves unsaid as a run that was made had them. Its
     experts are spread already where, whole on every GPU, they would need recompute that it does not say, or not fit.
     """
+    with suppress(ValueError):  # which `_read` tells
+        row = with_flags(row)
     found = _read(row)
     if isinstance(found, Skip):
         return found

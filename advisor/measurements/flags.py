@@ -1,4 +1,4 @@
-"""Kernels, graphs, optimizer, offload and recompute of a published row, from its columns of flags."""
+"""Kernels, graphs, optimizer and offload of a published row, from its columns of flags."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from advisor.measurements.recompute import RESOLVED_RECIPE
 from advisor.measurements.rows import Row
 from costmodel.data_parallel import LARGE_BUCKET
 from costmodel.knobs import KNOBS
 from costmodel.model_spec import ModelSpec
-from costmodel.plan import RECOMPUTE_MODULES
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "uint8": "fp8", "fp8": "fp8"}
 # Optimizers by name: ours, and those of Adam's name that keep less on the GPU (bitsandbytes, Adam-mini, on the host).
@@ -33,40 +33,14 @@ PLAIN_FLAGS = {
     "moe_grouped_gemm": "moe_grouped_gemm",
     "gradient_accumulation_fusion": "gradient_accumulation_fusion",
     "rope_fusion": "apply_rope_fusion",
+    "bias_activation_fusion": "bias_activation_fusion",
+    "bias_dropout_fusion": "bias_dropout_fusion",
+    "param_remainders": "store_param_remainders",
     "calculate_per_token_loss": "calculate_per_token_loss",
 }
 # Micro-batches whose vocabulary gradients wait where a row's recipe defers them: what all recipes of Llama say that do,
 # in Megatron-Bridge 0.3.1 and 0.6.2 (llama3.py); rows do not carry it.
 DEFERRED = 22
-# Megatron-Bridge's recipes as they were resolved ("v0.5.0:...", "HEAD:..."): they name the fusions that are on.
-RESOLVED_RECIPE = re.compile(r"v0\.|HEAD:")
-
-
-def expert_knobs(
-    row: Row, habit: Mapping[str, Any], sizes: Mapping[str, int], assumed: list[str]
-) -> dict[str, Any]:
-    """Dispatcher, capacity and overlap of experts. sizes: of the layout; assumed: takes what the row does not say."""
-    named = row.text("moe_dispatcher") or (habit.get("moe_dispatcher", "") if sizes["ep"] > 1 else "")
-    if sizes["ep"] > 1 and not named:
-        assumed.append("dispatcher of experts not stated: all-to-all")
-    dispatcher = next((kind for kind in KNOBS["moe_dispatcher"].choices if kind in named), "alltoall")
-    factor = re.search(r"cf=([\d.]+)", row.text("moe_token_drop"))
-    usual = 0.0 if row.text("moe_token_drop") else habit.get("capacity_factor", 0.0)
-    capacity = float(factor[1]) if factor else usual
-    sms = row.said_number("moe_hybridep_num_sms", habit.get("dispatcher_sms", 0))
-    overlap = row.flag("moe_a2a_overlap", habit.get("moe_overlap", False) and sizes["ep"] > 1)
-    if overlap and sizes["pp"] > 1 and sizes["vpp"] == 1:
-        overlap = False
-        assumed.append("no overlap of the experts' exchange, which needs virtual stages and none are stated")
-    return {
-        "moe_dispatcher": dispatcher,
-        "dispatcher_sms": sms if dispatcher == "hybridep" else 0,
-        "moe_capacity_factor": capacity,
-        # As the callback does by which NeMo's recipes drop tokens. Source: NeMo 2.4.0, moe_token_drop.py.
-        "moe_pad_expert_input_to_capacity": capacity > 0 and dispatcher != "deepep",
-        "overlap_moe_comm": overlap,
-        "delay_wgrad": bool(overlap and habit.get("delay_wgrad", False)),
-    }
 
 
 def optimizer_knobs(row: Row) -> dict[str, Any]:
@@ -170,27 +144,3 @@ def flag_knobs(row: Row, model: ModelSpec, habit: Mapping[str, Any], fsdp: bool)
     if isinstance(margin, int):
         values["layernorm_sm_margin"] = margin
     return values
-
-
-def recompute_knobs(
-    row: Row, habit: Mapping[str, Any], vpp: int, stage_layers: int
-) -> tuple[str, tuple[str, ...], int]:
-    """Recompute setting; Megatron counts the layers of each virtual stage, plans those of the stage.
-
-    Of the method "uniform" the number is the layers kept as one unit: all of them are recomputed. stage_layers: of a
-    pipeline stage [1], of which "selective layer" computes some again as a whole.
-    """
-    stated = row.text("recompute_granularity") or habit.get("recompute", "none")
-    if stated == "full":
-        units = row.json("other_flags").get("recompute_method") == "uniform"
-        return "full", (), 0 if units else (row.whole("recompute_num_layers") or 0) * vpp
-    if stated != "selective":
-        return "none", (), 0
-    named = re.findall(r"\w+", row.text("recompute_modules"))
-    if "layer" in named and "selective_layers" in habit:
-        return "full", (), max(stage_layers // habit["selective_layers"], 1)
-    modules = tuple(module for module in RECOMPUTE_MODULES if module in named)
-    if not modules and RESOLVED_RECIPE.match(row.text("recipe_key")):
-        # Megatron-Core takes core_attn where no list is given, nothing where the list is empty.
-        return "none", (), 0
-    return "selective", modules or tuple(habit.get("recompute_modules", ("core_attn",))), 0

@@ -48,12 +48,13 @@ COLUMNS = {
     "loss_of": "other_flags",
 }
 # What tells which rows an entry is for, and is its own.
-NAMING = ("match", "also", "until", "container", "anyone", "unprinted", "before")
+NAMING = ("match", "also", "until", "undated", "container", "anyone", "unprinted", "before")
 # Which step of an optimisation history a row's notes say it is.
 STEP = re.compile(r"\bstep (\d+) of \d+ of a cumulative\b")
 # What a recipe says of mixtures of experts and of hybrids alone, and of formats of 8 and 4 bits alone.
 OF_EXPERTS = ("moe_dispatcher", "expert_graphs", "hybrid_graphs", "moe_overlap", "capacity_factor")
 OF_FORMATS = ("fp8_parameters", "cudnn_norms", "maxima_inside")
+PAPER = re.compile(r"\d{4}\.\d{5}")
 BROAD = re.compile(r"^(bf|fp|float|bfloat)(16|32)$")
 # Of a recipe, what tells which runs it is for.
 CONDITIONS = (
@@ -119,17 +120,20 @@ def _has_experts(row: Row) -> bool:
 def _is_of(row: Row, habit: Mapping[str, Any]) -> bool:
     """Whether a row names the habit's source or software, in letters of either case, and is not later than it.
 
-    A row without a date is not taken for an early one.
+    A row without a date is taken for an early one only where the entry says so.
     """
     text = f"{row.text('source')} | {row.text('container')}"
     names = (str(habit["match"]), *habit.get("also", ()))
     named = any(re.search(_as_word(name), text, re.IGNORECASE) for name in names)
     held = re.search(_as_word(habit.get("container", "")), row.text("container"), re.IGNORECASE)
-    return named and held is not None and ("until" not in habit or "" < row_date(row) <= habit["until"])
+    early = row_date(row) <= habit.get("until", "99.12") and (row_date(row) or habit.get("undated"))
+    return named and held is not None and ("until" not in habit or bool(early))
 
 
 def _as_word(name: str) -> str:
-    return rf"\b{re.escape(name)}" + (r"\b" if name[-1:].isalnum() else "") if name else ""
+    """A pattern of a name as a word of its own; of a paper's number also with its version behind it."""
+    version = r"(?:v\d+)?" if PAPER.fullmatch(name) else ""
+    return rf"\b{re.escape(name)}" + (rf"{version}\b" if name[-1:].isalnum() else "") if name else ""
 
 
 def _follows(row: Row, recipe: Mapping[str, Any], release: str) -> bool:

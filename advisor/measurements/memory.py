@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import combinations
 
 from advisor.measurements.plans import accumulation, habit_of
+from advisor.measurements.recompute import granularity, modules_stated
 from advisor.measurements.rows import Row
 from advisor.rules.features import lacked
 from costmodel.model_spec import ModelSpec
@@ -111,10 +113,20 @@ def largest_micro_batch(
 def unsaid_sizes(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> Iterator[dict[str, str]]:
     """Columns that a row leaves empty and that decide how much of a model a GPU holds, filled: the likelier first."""
     spread = spread_of_experts(row, model, cluster, plan)
-    experts = [{"ep": str(spread[-1])}] if spread else []
-    shards = [{"fsdp": "1"}] if not (row.text("fsdp") or plan.fsdp) and plan.dp * plan.cp > 1 else []
-    yield from (*experts, *shards)
-    yield from (one | other for one in experts for other in shards)
+    open_ = [{"ep": str(spread[-1])}] if spread else []
+    if splits_experts(row, model, plan):
+        open_.append({"etp": str(plan.tp)})
+    if not (row.text("fsdp") or plan.fsdp) and plan.dp * plan.cp > 1:
+        open_.append({"fsdp": "1"})
+    for many in range(1, len(open_) + 1):
+        for columns in combinations(open_, many):
+            yield {column: value for each in columns for column, value in each.items()}
+
+
+def splits_experts(row: Row, model: ModelSpec, plan: Plan) -> bool:
+    """Whether a row without `etp` may have split its experts over the tensor-parallel ranks."""
+    open_to_it = model.moe is not None and not model.linear_bias and not row.text("etp")
+    return open_to_it and plan.tp > 1 and not habit_of(row).get("plain_experts")
 
 
 def spread_of_experts(row: Row, model: ModelSpec, cluster: Cluster, plan: Plan) -> list[int]:
@@ -136,7 +148,7 @@ def free_techniques(row: Row, plan: Plan, native_loss: bool = False) -> Iterator
     if eight_bit and not plan.fp8_param_gather and not row.text("fp8_param_gather"):
         plan = replace(plan, fp8_param_gather=True, reuse_grad_buf=plan.precision == "mxfp8")
         yield plan, "parameters kept in 8 bits"
-    silent = "cross_entropy_fusion" not in row.text("other_flags")
+    silent = not any(f"cross_entropy_{what}" in row.text("other_flags") for what in ("fusion", "loss_fusion"))
     native_loss = native_loss or plan.cross_entropy_fusion_impl == "native"
     if not plan.fused_cross_entropy and silent and not native_loss:
         plan = replace(plan, fused_cross_entropy=True)
@@ -168,8 +180,12 @@ def recomputes(row: Row, model: ModelSpec, plan: Plan, stack: str) -> Iterator[t
 
     Modules, or some layers; all of them where it is all or none.
     """
-    stated = "" if flags_uncertain(row) else row.text("recompute_granularity")
-    if stated in ("none", "full") or (stated and row.text("recompute_modules")):
+    stated = "" if flags_uncertain(row) else granularity(row)[0]
+    if (
+        habit_of(row).get("settled_recompute")
+        or stated in ("none", "full")
+        or (stated and (row.text("recompute_modules") or modules_stated(row)))
+    ):
         return
     missing = lacked(stack)
     if habit_of(row).get("whole_recompute") or "recompute_layers" in missing:

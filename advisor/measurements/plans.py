@@ -9,18 +9,19 @@ from dataclasses import replace
 from statistics import NormalDist
 from typing import Any
 
+from advisor.measurements.experts import drops_tokens, expert_knobs
 from advisor.measurements.flags import (
     bucket_size,
-    expert_knobs,
     flag_knobs,
     graph_knobs,
     offload_knobs,
     optimizer_knobs,
     optimizer_words,
-    recompute_knobs,
 )
 from advisor.measurements.habits import habit_of, row_release, row_task
+from advisor.measurements.other_flags import stated_knobs
 from advisor.measurements.precision import row_precision
+from advisor.measurements.recompute import recompute_knobs
 from advisor.measurements.release import row_date
 from advisor.measurements.rows import SWITCHES, Row
 from advisor.measurements.sizes import parallel_sizes, stage_layout
@@ -30,7 +31,7 @@ from costmodel.model_registry import is_known, list_aliases, load_model
 from costmodel.model_sizes import from_sizes
 from costmodel.model_spec import ModelSpec
 from costmodel.parameter_counts import count_parameters
-from costmodel.plan import CP_COMM_TYPES, Plan
+from costmodel.plan import Plan
 from costmodel.work.dispatched import most_imbalance
 from costmodel.workload import Workload
 from executor.export.megatron_bridge_task import DEFAULT_TARGETS, reach_of
@@ -126,10 +127,9 @@ def routes_naturally(row: Row) -> bool:
 
     Benchmarks of pretraining force balance unless their row says otherwise; fine-tuning has data to learn from.
     """
-    dropped = row.text("moe_token_drop").startswith("cf=")
     forced = row.flag("moe_force_balance", row_task(row) == "pretrain")
     natural = not forced or "natural routing" in row.text("notes")
-    return natural and not dropped and row.count("ep") > 1
+    return natural and not drops_tokens(row) and row.count("ep") > 1
 
 
 def _imbalance(row: Row, model: ModelSpec) -> float:
@@ -178,7 +178,9 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
     assumed += row.unread_switches() + optimizer_words(row)
     fsdp = _fsdp(row, habit, sizes["dp"] * sizes["cp"], assumed)
     shards = row.count("fsdp", 0)
-    recompute, modules, layers = recompute_knobs(row, habit, sizes["vpp"], model.num_layers // sizes["pp"])
+    recompute, modules, layers = recompute_knobs(
+        row, habit, sizes["vpp"], model.num_layers // sizes["pp"], assumed
+    )
     micro_batch = _micro_batch(row, habit, sizes, assumed)
     plan = Plan(
         **sizes,
@@ -217,7 +219,7 @@ def row_plan(row: Row, model: ModelSpec, gpus: int) -> tuple[Plan, list[str]]:
         nvls=row.flag("nccl_ub", False),
         expandable_segments=habit.get("expandable_segments", True),
     )
-    return plan, assumed
+    return replace(plan, **stated_knobs(row, plan, assumed)), assumed
 
 
 def _flushes(row: Row, sizes: Mapping[str, int], micro_batch: int) -> int:
@@ -358,14 +360,11 @@ def _loss_of(row: Row, habit: Mapping[str, Any]) -> str:
 
 
 def _exchange(row: Row, model: ModelSpec, habit: Mapping[str, Any]) -> str:
-    """How context-parallel ranks exchange: as the row or its recipe says, a ring where neither does.
+    """How context-parallel ranks exchange where the row does not say: as its recipe does, else a ring.
 
     A learned sink of the softmax leaves the exchange of heads alone. Source: Transformer Engine 2.15,
     dot_product_attention/utils.py, get_attention_backend (softmax_type).
     """
-    stated = row.json("other_flags").get("cp_comm_type")
-    if stated in CP_COMM_TYPES:
-        return str(stated)
     if row.count("cp") <= 1:
         return "p2p"
     return "a2a" if model.attention_sink else str(habit.get("cp_comm_type", "p2p"))

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from advisor.measurements import Case, row_case
-from advisor.measurements.flags import recompute_knobs
+from advisor.measurements.experts import dispatcher_stated
 from advisor.measurements.habits import habit_of
 from advisor.measurements.memory import refuted, spread_of_experts
 from advisor.measurements.plans import accumulation
+from advisor.measurements.recompute import granularity, recompute_knobs
 from advisor.measurements.rows import SWITCHES, Row
 from advisor.ranking import NOISE
 from advisor.rules import violations
 from advisor.space import usual_dispatcher
-from costmodel.knobs import KNOBS
 from costmodel.plan import Plan
 from costmodel.predict import predict
 from costmodel.prediction import Prediction
@@ -78,7 +78,8 @@ def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
 
     Of a source that we know only the columns that it is known not to print. read: the prediction of the row as it was
     read. A reading that breaks a rule which that does not break, or that memory refutes where it needs more than that,
-    is none, nor is a larger micro-batch for which memory asks for more recompute: nobody pays for one with that.
+    is none, nor is a larger micro-batch for which memory asks for more recompute, nor experts that only sharded
+    parameters make fit: nobody pays for one with that.
     """
     habit = habit_of(case.row)
     columns = [
@@ -91,6 +92,8 @@ def unsaid(case: Case, read: Prediction) -> list[Unsaid]:
         if not isinstance(again, Case) or _errors(again) - broken:
             continue
         if again.plan.micro_batch > case.plan.micro_batch and _recompute(again.plan) != _recompute(case.plan):
+            continue
+        if column == "etp" and again.plan.fsdp and not case.plan.fsdp:
             continue
         told = predict(again.model, again.workload, again.cluster, again.plan, again.stack, judged=False)
         if refuted(told) and told.peak_memory_bytes > read.peak_memory_bytes:
@@ -120,9 +123,7 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
             yield "etp", str(plan.etp), str(plan.tp if plan.etp == 1 else 1)
         for size in spread_of_experts(row, model, case.cluster, plan)[-1:]:
             yield "ep", "1", str(size)
-        if plan.ep > 1 and not any(
-            kind in row.text("moe_dispatcher") for kind in KNOBS["moe_dispatcher"].choices
-        ):
+        if plan.ep > 1 and not dispatcher_stated(row, habit_of(row)):
             kinds = {
                 "alltoall",
                 usual_dispatcher(case.cluster, case.stack, plan.moe_pad_expert_input_to_capacity),
@@ -135,12 +136,12 @@ def _open_columns(case: Case) -> Iterator[tuple[str, str, str]]:
         yield from (("vp", str(plan.vpp), str(size)) for size in sorted(others))
     if not (row.number("mbs") or accumulation(row, case.workload.global_batch // plan.dp)):
         yield "mbs", str(plan.micro_batch), "1" if plan.micro_batch > 1 else "2"
-    if row.text("recompute_granularity") not in ("none", "selective", "full"):
+    if not granularity(row)[0]:
         some = plan.recompute == "full" and plan.recompute_num_layers
         taken = f"{plan.recompute_num_layers} layers" if some else plan.recompute
         if taken != "full":
             yield "recompute_granularity", taken, "full"
-        elif recompute_knobs(row, habit_of(row), plan.vpp, 1)[0] == "full":  # not for want of memory
+        elif recompute_knobs(row, habit_of(row), plan.vpp, 1, [])[0] == "full":  # not for want of memory
             yield "recompute_granularity", taken, "none"
     if habit_of(row)["family"] == "torchtitan" and not row.text("fsdp") and plan.dp * plan.cp > 1:
         yield "fsdp", *(("1", "0") if plan.fsdp else ("0", "1"))

@@ -22,7 +22,7 @@ MONTH_YEAR = re.compile(r"(?<!\d)(0?[1-9]|1[0-2])[-/. ]20(2\d)(?!\d)")
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 MONTH_NAME = re.compile(rf"(?<![a-z])({'|'.join(MONTHS)})[a-z]*", re.IGNORECASE)
 # The month of a paper is in its number.
-ARXIV = re.compile(r"arxiv\W{0,2}(2\d)(0[1-9]|1[0-2])\.\d{4,5}", re.IGNORECASE)
+ARXIV = re.compile(r"arxiv(?:\.org/\w+/|\W{0,2})(2\d)(0[1-9]|1[0-2])\.\d{4,5}", re.IGNORECASE)
 
 
 def named_release(row: Row) -> str:

@@ -71,7 +71,10 @@ TEXTS = (
     "optimizer",
 )
 # What tables write where they know nothing; "none" not of words, for of recompute it says that there is none.
-UNSTATED = ("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd")
+UNSTATED = (
+    *("-", "--", "?", "n/a", "na", "nan", "null", "unknown", "tbd", "unstated", "unspecified"),
+    *("not stated", "not printed", "not given", "not specified", "not reported", "not known"),
+)
 NUMBERS = (*COUNTS, *OFFSETS, *AMOUNTS, "fsdp", "dp", "ga")
 # Columns of JSON objects, and what tables write where there is none; {} says that nothing is set.
 OBJECTS = ("model_overrides", "other_flags")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from advisor.measurements.experts import exchanges_tokens
 from advisor.measurements.habits import row_release
 from advisor.measurements.rows import Row
 from costmodel.layout import BALANCED, even_chunks, expand
@@ -30,8 +31,7 @@ def parallel_sizes(
     if gpus % (tp * pp * cp):
         raise ValueError(f"{gpus} GPUs are not a multiple of tp x pp x cp = {tp * pp * cp}")
     etp = row.count("etp")
-    usual = "" if row.text("ep") else habit.get("moe_dispatcher", "")
-    if model.moe is not None and ep == 1 < gpus and "ep" in (row.text("moe_dispatcher") or usual):
+    if model.moe is not None and ep == 1 < gpus and exchanges_tokens(row, habit):
         spread = gpus // (pp * etp)
         ep = next(
             size

@@ -12,6 +12,8 @@ from hardware_db import Cluster, Gpu
 SAME_MEMORY = 0.1
 # Gigabytes in a name, not bits a second; a bare g only behind a GPU's name, as in a100-40g.
 MEMORY = re.compile(r"(?<![\d.])(\d{2,3})-?(?:gb|gib)(?![a-z0-9]|/s)|[a-z]\d+-(\d{2,3})g(?![a-z0-9/])")
+# Memory that a name tells without its size.
+NAMED_MEMORY = {"h20-3e": 141}  # GB
 LARGEST_MEMORY = 320  # GB; what is larger is another number
 # SXM modules, and cards that share a module's name, but neither its chip's size nor its memory.
 MODULES = {"a100", "a800", "h100", "h200", "h20", "h800"}
@@ -141,4 +143,5 @@ def _has_memory(gpu: Gpu, text: str) -> bool:
 def _sizes(text: str) -> list[int]:
     """Gigabytes that a text tells of a GPU's memory."""
     found = (int(one or other) for one, other in MEMORY.findall(text))
-    return [size for size in found if size <= LARGEST_MEMORY]
+    named = [size for name, size in NAMED_MEMORY.items() if _named(name, text)]
+    return named + [size for size in found if size <= LARGEST_MEMORY]

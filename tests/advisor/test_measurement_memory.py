@@ -222,6 +222,44 @@ def test_sizes_without_which_a_run_cannot_have_been_are_filled_and_told(changes,
     assert (stated.plan.fsdp, stated.plan.ep) == (False, 1)
 
 
+# Experts that fit whole on no GPU: split as the rest of the model is, not sharded anew at each use.
+SPLIT = {
+    "model": "mixtral-8x22b",
+    "gpus": "64",
+    "gbs": "256",
+    "mbs": "1",
+    "seq_len": "4096",
+    "fsdp": "",
+    "etp": "",
+}
+SPLIT |= {"date": "2025-06", "container": "Megatron-LM"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "etp", "fsdp"),
+    [
+        ({"tp": "8", "pp": "1", "ep": "2"}, 8, False),
+        ({"tp": "4", "pp": "2", "ep": "4"}, 4, False),
+        ({"model": "grok1-314b", "gpus": "256", "tp": "8", "pp": "4", "ep": "2"}, 8, False),
+        ({"tp": "8", "pp": "1", "ep": "2", "etp": "1"}, 1, True),
+        (
+            {"tp": "8", "pp": "1", "ep": "2", "source": "Megatron-MoE-ModelZoo"},
+            1,
+            True,
+        ),  # whose commands say 1
+        ({"model": "mixtral-8x7b", "tp": "4", "pp": "1", "ep": "8"}, 1, False),  # which fits
+    ],
+)
+def test_experts_are_split_before_parameters_are_sharded(changes, etp, fsdp):
+    """FSDP was invented: 4 to 7 times the time of the same row that states its experts' size."""
+    found = case(**SPLIT | changes)
+    assert (found.plan.etp, found.plan.fsdp) == (etp, fsdp)
+    words = f"not stated, and without it the run would not fit: etp {etp}"
+    assert (words in found.assumptions) == (etp > 1)
+    (read,) = validate([found.row])["rows"]
+    assert "etp" not in {each["column"] for each in read["unsaid"]} or etp == 1
+
+
 def test_experts_are_spread_before_a_run_recomputes_what_it_does_not_say():
     row = {"model": "qwen3-30b-a3b", "system": "dgx-b300", "gpus": "8", "gbs": "512", "mbs": "4"}
     row |= {"tp": "1", "pp": "1", "seq_len": "4096", "fsdp": "0", "ep": "", "recompute_granularity": ""}

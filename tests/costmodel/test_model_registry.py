@@ -279,3 +279,17 @@ def test_variants_have_the_sizes_of_their_model(written, name):
 def test_a_variant_is_not_another_size_or_version(written):
     with pytest.raises(ValueError, match="--model"):
         load_model(written)
+
+
+@pytest.mark.parametrize(
+    ("written", "model"),
+    [
+        ("Qwen3_Next_80B", "qwen3-next-80b-a3b"),
+        ("DeepSeek-V3.2-Exp", "deepseek-v3.2"),
+        ("llama-1-7b", "llama2-7b"),
+        ("LLaMA 1 65B", "llama-65b"),
+        ("Llama 8x70B", "llama3-8x70b"),
+    ],
+)
+def test_names_as_papers_write_them(written, model):
+    assert load_model(written).name == model

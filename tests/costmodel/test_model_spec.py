@@ -156,6 +156,19 @@ def test_override_of_the_vocabulary_frees_its_padding():
     assert with_overrides(load_model("gpt3-175b"), {"vocab": 100_000}).padded_vocab(1) == 100_096
 
 
+@pytest.mark.parametrize(
+    ("overrides", "field", "value"),
+    [
+        ({"dense_first_layers": 1}, "dense_first_layers", 1),
+        ({"first_k_dense_replace": 1}, "dense_first_layers", 1),
+        ({"moe.experts": 128}, "num_experts", 128),
+        ({"moe.dense_first_layers": 2}, "dense_first_layers", 2),
+    ],
+)
+def test_overrides_of_experts_in_any_tables_words(overrides, field, value):
+    assert getattr(with_overrides(load_model("deepseek-v3"), overrides).moe, field) == value
+
+
 def test_overrides_keep_a_head_size_of_its_own():
     assert with_overrides(load_model("qwen3-30b-a3b"), {"hidden": 1024}).head_dim == 128
 
