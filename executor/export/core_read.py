@@ -86,6 +86,7 @@ FURTHER = (
     "average_in_collective",
     "enable_cuda_graph",
     "external_cuda_graph",
+    "fine_grained_offloading_max_inflight_offloads",
     "use_layer_wise_distributed_optimizer",
 )
 # Models that have every field of `model_fields` together.

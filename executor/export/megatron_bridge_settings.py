@@ -213,6 +213,8 @@ def graph_settings(job: Job, names: Names) -> dict[str, Any]:
     if newer:
         fields["cuda_graph_impl"] = "full_iteration" if whole else "transformer_engine"
         fields["cuda_graph_modules"] = [] if whole else parts
+        if whole and job.plan.offload_modules:
+            fields["fine_grained_offloading_max_inflight_offloads"] = 1  # Megatron-Core 0.18 asks for a bound
     else:
         fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
         one_word = names.core_numbers < (0, 16)
