@@ -243,7 +243,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     if gathers_after_muon(plan):
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
-        settings |= fsdp_settings(plan, job.workload.task)
+        settings |= fsdp_settings(plan, job.workload.task) | fsdp_graph_settings(plan, names)
     if plan.calculate_per_token_loss:
         settings["ddp.average_in_collective"] = False  # Megatron-Core refuses both
     if plan.sharp:
@@ -274,6 +274,18 @@ def fsdp_settings(plan: Plan, task: str = "pretrain") -> dict[str, Any]:
         "model.init_model_with_meta_device": plan.zero_stage == 3 and task != "lora",
         "checkpoint.ckpt_format": "fsdp_dtensor",
     }
+
+
+def fsdp_graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
+    """What Megatron-FSDP leaves out beside CUDA graphs: Megatron-LM sets it itself, Megatron-Bridge is told.
+
+    Source: Megatron-LM 0.18.2, training/training.py; Megatron-Bridge 0.6.2, perf_recipes/deepseek/gb300/deepseek_v3.py.
+    """
+    mode = "megatron_fsdp_cuda_graph_mode"
+    if not plan.cuda_graph or plan.fsdp_implementation == "torch" or not names.has("ddp", mode):
+        return {}
+    whole = "full_iteration" in plan.cuda_graph_scope
+    return {f"ddp.{mode}": True} | ({"ddp.fsdp_all_gather_in_start_param_sync": False} if whole else {})
 
 
 def precision_settings(plan: Plan) -> dict[str, Any]:
