@@ -17,6 +17,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from executor.export.exported import Job
+from executor.export.megatron_bridge_fsdp import fsdp_settings
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
 from executor.export.overlap_table import FIELD, pipelined
@@ -243,7 +244,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     if gathers_after_muon(plan):
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
-        settings |= fsdp_settings(plan, job.workload.task) | fsdp_graph_settings(plan, names)
+        settings |= fsdp_settings(plan, names, job.workload.task)
     if plan.calculate_per_token_loss:
         settings["ddp.average_in_collective"] = False  # Megatron-Core refuses both
     if plan.sharp:
@@ -258,34 +259,6 @@ def gathers_after_muon(plan: Plan) -> bool:
     should_disable_forward_pre_hook; its recipes of Muon.
     """
     return plan.optimizer == "muon" and plan.overlap_param_gather
-
-
-def fsdp_settings(plan: Plan, task: str = "pretrain") -> dict[str, Any]:
-    """FSDP of Megatron or of torch.
-
-    Adapters' base model is loaded before it is wrapped: made on the meta device it would lose what was loaded. Source:
-    Megatron-Bridge 0.6.2, training/setup.py, _create_peft_pre_wrap_hook.
-    """
-    if plan.fsdp_implementation == "torch":
-        return {"dist.use_torch_fsdp2": True}
-    return {
-        "dist.use_megatron_fsdp": True,
-        "ddp.average_in_collective": False,
-        "model.init_model_with_meta_device": plan.zero_stage == 3 and task != "lora",
-        "checkpoint.ckpt_format": "fsdp_dtensor",
-    }
-
-
-def fsdp_graph_settings(plan: Plan, names: Names) -> dict[str, Any]:
-    """What Megatron-FSDP leaves out beside CUDA graphs: Megatron-LM sets it itself, Megatron-Bridge is told.
-
-    Source: Megatron-LM 0.18.2, training/training.py; Megatron-Bridge 0.6.2, perf_recipes/deepseek/gb300/deepseek_v3.py.
-    """
-    mode = "megatron_fsdp_cuda_graph_mode"
-    if not plan.cuda_graph or plan.fsdp_implementation == "torch" or not names.has("ddp", mode):
-        return {}
-    whole = "full_iteration" in plan.cuda_graph_scope
-    return {f"ddp.{mode}": True} | ({"ddp.fsdp_all_gather_in_start_param_sync": False} if whole else {})
 
 
 def precision_settings(plan: Plan) -> dict[str, Any]:

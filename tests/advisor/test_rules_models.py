@@ -11,8 +11,9 @@ from costmodel.plan import Plan
 from costmodel.workload import Workload
 
 
-def told(name: str, **knobs) -> dict[str, Violation]:
-    found = violations(load_model(name), Workload(4096, 128), cluster(), Plan(dp=8, **knobs))
+def told(name: str, task: str = "pretrain", stack: str | None = None, **knobs) -> dict[str, Violation]:
+    plan, workload = Plan(dp=8, **knobs), Workload(4096, 128, task)
+    found = violations(load_model(name), workload, cluster(), plan, stack=stack)
     return {each.id: each for each in found}
 
 
@@ -39,3 +40,16 @@ def test_delayed_weight_gradients_in_graphs_are_refused_for_what_the_graph_holds
     if found is not None:
         assert says in found.text
         assert found.way_out.startswith(way)
+
+
+@pytest.mark.parametrize(("stack", "refused"), [("mcore-26.08", False), ("mcore-26.05", True), (None, True)])
+def test_a_micro_batch_takes_several_packs_where_the_core_joins_them(stack, refused):
+    """Megatron-LM with core 0.19 was refused with the words that it was not."""
+    found = told("llama3-8b", "sft", stack, micro_batch=2)
+    assert ("packed_micro_batch" in found) == refused
+
+
+def test_dense_mlps_are_no_way_out_of_a_model_without_them():
+    modules = {"recompute": "selective", "recompute_modules": ("layernorm",), "precision": "fp8-delayed"}
+    assert "modules mlp" in told("llama3-8b", **modules)["recompute_delayed_scaling"].way_out
+    assert "modules mlp" not in told("qwen3-30b-a3b", ep=8, **modules)["recompute_delayed_scaling"].way_out

@@ -271,21 +271,6 @@ def test_graphs_by_three_generations_of_names():
         assert not any(bound in line for line in megatron_bridge.read(text_of(exported)).unread)
 
 
-def test_graphs_beside_fsdp_have_its_mode_for_them():
-    plan = Plan(dp=16, fsdp=True, zero_stage=3, cuda_graph=True, check_for_nan_in_grad=False)
-    whole = replace(plan, cuda_graph_scope=("full_iteration",))
-    mode, gathers = "ddp.megatron_fsdp_cuda_graph_mode", "ddp.fsdp_all_gather_in_start_param_sync"
-    for each, version, said in (
-        (plan, "0.4.2", {}),
-        (plan, "0.5.1", {mode: True}),
-        (whole, "0.6.2", {mode: True, gathers: False}),
-        (replace(plan, cuda_graph=False), "0.6.2", {}),
-    ):
-        exported = megatron_bridge.export(a_job(each, version=version))
-        assert {name: value for name, value in exported.settings.items() if name in (mode, gathers)} == said
-        assert not any(mode in line for line in megatron_bridge.read(text_of(exported)).unread)
-
-
 def test_megatron_core_constructs_what_is_exported():
     """Its real classes, in a process of their own; architecture and plan together, as a provider has them."""
     jobs = [job_of(row, version="0.3.1") for row in ROWS]
