@@ -58,6 +58,7 @@ class Stack:
     composed_caps: bool = False
     flex_caps: bool = False
     packs_attention: bool = False
+    single_packs: bool = False
     wide_heads_apart: bool = False
     scales_sinks: bool = False
     plain_mxfp8_attention: bool = False

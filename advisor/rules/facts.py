@@ -172,6 +172,9 @@ def _choice_parted(w: Facts, accounted: Any, first: Any, middle: Any, uneven: An
 def _memory_and_graphs(w: Facts) -> Facts:
     """Which lists say anything, and what CUDA graphs capture."""
     scope = _any(w, [name for name in ITEMS if name.startswith("graph_")])
+    layer_graph, dense = w["cuda_graph"] & ~w["graph_full_iteration"], w["experts"] == 0
+    padded = (w["moe_capacity_factor"] > 0) & w["moe_pad_expert_input_to_capacity"]
+    uncut = ~scope & ~w["overlap_moe_comm"]
     return {
         "modules_given": _any(w, MODULE_COLUMNS),
         "modules_beside_attention": _any(
@@ -180,9 +183,11 @@ def _memory_and_graphs(w: Facts) -> Facts:
         "offload_given": _any(w, [name for name, (knob, _) in ITEMS.items() if knob == "offload_modules"]),
         "scope_given": scope,
         "whole_graph": w["cuda_graph"] & w["graph_full_iteration"],
-        "layer_graph": w["cuda_graph"] & ~w["graph_full_iteration"],
-        # Without a scope every layer is captured whole.
-        "attn_graph": w["cuda_graph"] & ~w["graph_full_iteration"] & (w["graph_attn"] | ~scope),
+        "layer_graph": layer_graph,
+        # Without a scope every layer is captured whole, of experts what has fixed shapes: see `captured_parts`.
+        "attn_graph": layer_graph & (w["graph_attn"] | ~scope),
+        "mlp_graph": layer_graph & (w["graph_mlp"] | (uncut & (w["mlps"] | dense))),
+        "moe_graph": layer_graph & (w["graph_moe"] | (uncut & (padded | dense))),
     }
 
 

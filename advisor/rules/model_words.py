@@ -55,6 +55,7 @@ def model_words(model: ModelSpec) -> dict[str, Any]:
         "activation": model.activation,
         "fuses_activation": np.bool_(fuses_activation(Plan(), model)),
         "linear_bias": np.bool_(model.linear_bias),
+        "qkv_bias": np.bool_(model.qkv_bias or model.linear_bias),
         "tied": np.bool_(model.tied_embeddings),
         "mlps": np.bool_("mlp" in blocks),
         "mla": np.bool_(model.mla is not None),

@@ -84,10 +84,14 @@ def option_tables(request: Request, precision: str, pins: dict[str, Any]) -> lis
         (_switch("fp8_param_gather")[: 1 + quantised], _all),
     ]
     graphs = _switch("cuda_graph")[: 1 + graphed]
-    # With FSDP frameworks switch graphs off again, also pinned ones: kept only where both are asked for.
+    # Graphs beside FSDP, from Megatron-Core 0.18 on, are in one recipe, of whole steps: only where both are asked for.
     both = "fsdp" in pins or pins.get("zero_stage", 0) > 1
     stays = () if both else (_graphs_without_fsdp,)
-    refused = request.model.linear_bias or not pins.get("gradient_accumulation_fusion", True)
+    refused = (
+        request.model.linear_bias
+        or request.model.qkv_bias
+        or not pins.get("gradient_accumulation_fusion", True)
+    )
     if overlaps and graphed and refused and not pins.keys() & {*GRAPHS, *OVERLAP}:
         tables.append((_graphs_or_delay(), lambda c: _useful_overlap(c) & _graphs_without_fsdp(c)))
     else:

@@ -269,7 +269,7 @@ def _followers(chosen: Prediction, knob: str, value: Any) -> dict[str, Any]:
 
 
 def _beside_shards(chosen: Prediction, fsdp: bool) -> dict[str, Any]:
-    """Graphs are switched off with FSDP: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
+    """Graphs go where FSDP comes: see the rule fsdp_cuda_graph. Those of a sharded plan are its own."""
     graphs = {"cuda_graph": False, "cuda_graph_scope": ()} if fsdp and not chosen.plan.fsdp else {}
     return graphs | fusion_beside(chosen, fsdp)
 

@@ -86,6 +86,9 @@ FURTHER = (
     "average_in_collective",
     "enable_cuda_graph",
     "external_cuda_graph",
+    "fine_grained_offloading_max_inflight_offloads",
+    "megatron_fsdp_cuda_graph_mode",
+    "fsdp_all_gather_in_start_param_sync",
     "use_layer_wise_distributed_optimizer",
 )
 # Models that have every field of `model_fields` together.

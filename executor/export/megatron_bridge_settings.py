@@ -17,6 +17,7 @@ from costmodel.model_registry import load_model
 from costmodel.model_spec import ModelSpec
 from costmodel.plan import Plan
 from executor.export.exported import Job
+from executor.export.megatron_bridge_fsdp import fsdp_settings
 from executor.export.megatron_bridge_remarks import remarks
 from executor.export.megatron_bridge_task import benchmark_settings, task_settings
 from executor.export.overlap_table import FIELD, pipelined
@@ -213,6 +214,8 @@ def graph_settings(job: Job, names: Names) -> dict[str, Any]:
     if newer:
         fields["cuda_graph_impl"] = "full_iteration" if whole else "transformer_engine"
         fields["cuda_graph_modules"] = [] if whole else parts
+        if whole and job.plan.offload_modules:
+            fields["fine_grained_offloading_max_inflight_offloads"] = 1  # Megatron-Core 0.18 asks for a bound
     else:
         fields["cuda_graph_impl"] = "local" if whole else "transformer_engine"
         one_word = names.core_numbers < (0, 16)
@@ -241,7 +244,7 @@ def training_settings(job: Job, names: Names) -> dict[str, Any]:
     if gathers_after_muon(plan):
         settings |= {"ddp.overlap_param_gather": False, "optimizer.overlap_param_gather": False}
     if plan.fsdp:
-        settings |= fsdp_settings(plan, job.workload.task)
+        settings |= fsdp_settings(plan, names, job.workload.task)
     if plan.calculate_per_token_loss:
         settings["ddp.average_in_collective"] = False  # Megatron-Core refuses both
     if plan.sharp:
@@ -256,22 +259,6 @@ def gathers_after_muon(plan: Plan) -> bool:
     should_disable_forward_pre_hook; its recipes of Muon.
     """
     return plan.optimizer == "muon" and plan.overlap_param_gather
-
-
-def fsdp_settings(plan: Plan, task: str = "pretrain") -> dict[str, Any]:
-    """FSDP of Megatron or of torch.
-
-    Adapters' base model is loaded before it is wrapped: made on the meta device it would lose what was loaded. Source:
-    Megatron-Bridge 0.6.2, training/setup.py, _create_peft_pre_wrap_hook.
-    """
-    if plan.fsdp_implementation == "torch":
-        return {"dist.use_torch_fsdp2": True}
-    return {
-        "dist.use_megatron_fsdp": True,
-        "ddp.average_in_collective": False,
-        "model.init_model_with_meta_device": plan.zero_stage == 3 and task != "lora",
-        "checkpoint.ckpt_format": "fsdp_dtensor",
-    }
 
 
 def precision_settings(plan: Plan) -> dict[str, Any]:

@@ -47,7 +47,13 @@ def test_a_later_release_lacks_no_more_but_what_was_dropped(family):
 
 def test_the_newest_stack_lacks_what_megatron_never_had_or_has_since():
     never = {"recompute_ops", "pipeline_flushes"}
-    since = {"whole_experts", "delta_exchanges", "recompute_heads"}
+    since = {
+        "whole_experts",
+        "delta_exchanges",
+        "recompute_heads",
+        "sparse_latent_context",
+        "offload_fused_experts",
+    }
     assert lacked(default_stack()) == lacked(None) == never | since
     assert "overlap_moe_fsdp" in lacked("nemo-26.04.01") & lacked("mcore-26.03")
 

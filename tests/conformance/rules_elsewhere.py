@@ -8,6 +8,7 @@ ELSEWHERE = {
     "defer_one": "Megatron-Core's utils.py, while it runs",
     "instances_unsharded": "Megatron-Core's DistributedDataParallel, while it is built",
     "csa_tp": "no release of Megatron-Core here has the attention: a comment of Megatron-Bridge's recipes",
+    "dsa_gathers": "TransformerConfig of Megatron-Core 0.19.2; that of 0.16 refuses any context parallelism there",
     "shared_choice_split": "Megatron-Core 0.19, while the model is built; 0.16 has no layers that share a choice",
     "window_heads_over_tp": "Megatron-Bridge builds such layers, Megatron-LM has none",
     "narrow_values_shared": "Megatron-Bridge builds such layers and asserts it, Megatron-LM has none",

@@ -69,6 +69,7 @@ EXPORTED = {
     "router_padding": "must be specified when moe_router_padding_for_quantization",
     "pad_needs_capacity": "moe_expert_capacity_factor must be set",
     "paged_stash": "moe_paged_stash requires moe_expert_rank_capacity_factor",
+    "rank_capacity_dispatcher": "requires moe_flex_dispatcher_backend",
     "rank_capacity_fused": "requires use_transformer_engine_op_fuser",
     "fp8_output_mxfp8": "fp8_output_proj requires fp8_recipe",
     "ep_overlap_needs_vpp": "virtual_pipeline_model_parallel_size must be specified",
@@ -146,7 +147,6 @@ CHANGED: dict[str, tuple[dict[str, Any], int, str]] = {
 }
 # Plans that our rules allow beside a violation and Megatron-LM 0.19.2 refuses all the same: known gaps.
 NARROWER = {
-    "paged_stash": "moe_expert_rank_capacity_factor requires moe_flex_dispatcher_backend",
     "gather_with_step": "not supported with distributed checkpointing yet",
     "gather_with_step_buffers": "not supported with distributed checkpointing yet",
 }

@@ -262,6 +262,13 @@ def test_graphs_by_three_generations_of_names():
     assert newest["model.cuda_graph_impl"] == "full_iteration"
     assert newest["model.cuda_graph_scope"] is None
     assert not newest["rerun_state_machine.check_for_nan_in_loss"]
+    bound = "model.fine_grained_offloading_max_inflight_offloads"
+    assert bound not in newest
+    offloaded = replace(whole, offload_modules=("core_attn",))
+    for version, said in (("0.3.1", None), ("0.5.1", 1), ("0.6.2", 1)):
+        exported = megatron_bridge.export(a_job(offloaded, version=version))
+        assert exported.settings.get(bound) == said
+        assert not any(bound in line for line in megatron_bridge.read(text_of(exported)).unread)
 
 
 def test_megatron_core_constructs_what_is_exported():
