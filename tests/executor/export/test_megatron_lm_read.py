@@ -18,7 +18,7 @@ from executor.export import megatron_lm
 from executor.export.exported import Job
 from executor.export.megatron_lm_arguments import LEGACY_LAYOUT, NO_MASK
 from executor.export.megatron_lm_names import flag_of
-from executor.export.megatron_lm_read import _unread, reading
+from executor.export.megatron_lm_read import _unread
 from executor.export.shell_words import left_open, read_flags
 
 FOLDER = Path(megatron_lm.__file__).parent
@@ -380,35 +380,3 @@ def test_what_branches_decide_is_told():
     (told,) = [line for line in found.otherwise if "last branch" in line]
     assert told.startswith("--num-layers, --hidden-size, --fp8-format: as the last branch")
     assert not [line for line in megatron_lm.read(SCRIPT).otherwise if "last branch" in line]
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        (
-            "--checkpoint-activations",
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
-        ),
-        (
-            "--checkpoint-activations --checkpoint-num-layers 2",
-            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
-        ),
-        (
-            "--activations-checkpoint-method block --activations-checkpoint-num-layers 4",
-            "--recompute-granularity full --recompute-method block --recompute-num-layers 4",
-        ),
-        ("--fp8-hybrid", "--fp8-format hybrid --fp8-recipe delayed"),
-    ],
-)
-def test_arguments_of_early_megatron_lm_mean_what_they_did(old, new):
-    """Full recompute by its old name was no recompute, without a word: 37.8 s for 51.3 s of 175B on 512 A100."""
-    then, now = (reading(LLAMA + each) for each in (old, new))
-    assert then.knobs == now.knobs != reading(LLAMA).knobs
-    assert any("newer Megatron-LM does not take it" in line for line in then.otherwise)
-    assert not then.unread
-    assert not any("does not take it" in line for line in now.otherwise)
-
-
-def test_no_unknown_flag_hides_behind_the_beginning_of_a_known_one():
-    for flag in ("--checkpoint-activation-foo", "--checkpoint-num-layers 2"):
-        assert reading(LLAMA + flag).unread == (flag,)
